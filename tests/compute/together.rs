@@ -69,8 +69,8 @@ fn run_side_by_side(board: &Board, programs: &[(Asks, &str)], ms: u64) -> (Vec<C
     (curves, lab.is_exact())
 }
 
-/// The shares that the same programs get on a board together, without limits. Each pair of a board and programs is measured
-/// once: in lockstep it would get the same each time.
+/// The shares that the same programs get on a board together, without limits. They are measured once for each board and
+/// programs: another measurement in lockstep would be the same. One in which the machine held a program up is made again.
 pub(crate) fn offered(board: &Board, words: &[&str]) -> f64 {
     type Measured = HashMap<(&'static str, String), Arc<OnceLock<f64>>>;
     static MEASURED: LazyLock<Mutex<Measured>> = LazyLock::new(Mutex::default);
@@ -80,13 +80,20 @@ pub(crate) fn offered(board: &Board, words: &[&str]) -> f64 {
 }
 
 fn measure_offered(board: &Board, words: &[&str]) -> f64 {
-    let lab = Lab::on(board, LIFE);
-    let programs: Vec<_> = words
-        .iter()
-        .map(|words| lab.native(&format!("{words} for=1100")))
-        .collect();
-    let all: Vec<_> = programs.iter().collect();
-    lab.pass(1_000, &[&all])[0].share(200, 1_000)
+    let mut share = 0.0;
+    for _ in 0..4 {
+        let lab = Lab::on(board, LIFE);
+        let programs: Vec<_> = words
+            .iter()
+            .map(|words| lab.native(&format!("{words} for=1100")))
+            .collect();
+        let all: Vec<_> = programs.iter().collect();
+        share = lab.pass(1_000, &[&all])[0].share(200, 1_000);
+        if lab.is_exact() {
+            break;
+        }
+    }
+    share
 }
 
 /// Containers under caps: each gets its own, or its part of what the board gives.
