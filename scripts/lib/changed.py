@@ -265,10 +265,15 @@ def digest_of(file):
         return "folder"
 
 
+def listed():
+    """The names of tracked files, and of those that git does not know and does not ignore."""
+    found = subprocess.run(["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True)
+    return [name for name in found.stdout.split("\0") if name and os.path.lexists(ROOT / name)]
+
+
 def repository():
-    """The repository as it lies: tracked files, and those that git does not know and does not ignore."""
-    listed = subprocess.run(["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True)
-    names = [name for name in listed.stdout.split("\0") if name and os.path.lexists(ROOT / name)]
+    """The repository as it lies."""
+    names = listed()
     asked = subprocess.run(["cargo", "metadata", "--no-deps", "--offline", "--format-version", "1"], cwd=ROOT, check=True,
                            capture_output=True, text=True)
     packages = {}
@@ -324,12 +329,34 @@ def remember(unit, wanted):
     fresh.rename(record)
 
 
+def stamp(name):
+    """What changes when a file is written: the cheap half of its digest."""
+    try:
+        found = (ROOT / name).lstat()
+    except OSError:
+        return None
+    return [found.st_mtime_ns, found.st_size, found.st_mode]
+
+
+def unchanged_since(planned, files_of, wanted):
+    """Whether the files that something reads are what they were when the plan was made. Mostly no file at all has been
+    written since: then hashing them again, a second of processor time, would say the same.
+    """
+    if all(stamp(name) == kept for name, kept in planned["stamps"].items()):
+        return True
+    here = repository()
+    return fingerprint(here, files_of(here), planned["around"]) == wanted
+
+
 def plan(file, chosen):
+    # Before the digests: what is written between the two counts as written later.
+    stamps = {name: stamp(name) for name in listed()}
     here, around = repository(), surroundings()
     steps = {name: fingerprint(here, files_of_step(here, name), around) for name in chosen}
     tests = {name: fingerprint(here, files_of_tests(here, name, ""), around) for name in here.packages}
     everything = fingerprint(here, set(here.digests), around)
-    pathlib.Path(file).write_text(json.dumps({"steps": steps, "tests": tests, "everything": everything, "around": around}))
+    planned = {"steps": steps, "tests": tests, "everything": everything, "around": around, "stamps": stamps}
+    pathlib.Path(file).write_text(json.dumps(planned))
     times = {name: passed_at(name, wanted) for name, wanted in steps.items()}
     for name in left_out(chosen, {name for name, at in times.items() if at}):
         print(name, times[name])
@@ -378,8 +405,7 @@ def program(file, command):
     began = output_size()
     code = subprocess.call(command)
     if code == 0 and is_test and began is not None and not skips(output_after(began)):
-        here = repository()
-        if fingerprint(here, files_of_tests(here, package, name), planned["around"]) == wanted:
+        if unchanged_since(planned, lambda here: files_of_tests(here, package, name), wanted):
             remember(unit, wanted)
     # A shell's number for a program that a signal ended.
     return code if code >= 0 else 128 - code
