@@ -82,7 +82,7 @@ fn spreading_hundreds_of_pods_overfills_no_gpu() {
 }
 
 #[test]
-#[ignore = "measures for two minutes: scripts/cluster test --release thousand --include-ignored"]
+#[ignore = "measures for half a minute: scripts/cluster test --release thousand --include-ignored"]
 fn a_thousand_pods_are_bound_by_each_policy() {
     for policy in ["binpack", "spread"] {
         within(async |world| bind(world, policy, 1000).await);
