@@ -47,8 +47,9 @@ class Step:
     runs_scripts: bool = True
 
 
-# Nodes run what the chart installs, and what they ask of Kubernetes.
+# What clusters are made of, with containers on a node or without.
 IN_CLUSTERS = ("scripts/cluster", "scripts/images", "charts/", "images/", "examples/", "tests/cluster/")
+# Nodes run what the chart installs, and what they ask of Kubernetes.
 NODE = Step(
     programs=("vgpu-monitor", "scheduler", "webhook", "vgpu", "vgpu-core", *DRIVER), tested=("cluster-tests",),
     places=IN_CLUSTERS,
@@ -367,11 +368,11 @@ def passed(file, name, log):
     output = pathlib.Path(log).read_text(errors="replace")
     if skips(output):
         return
-    here, around = repository(), planned["around"]
-    if fingerprint(here, files_of_step(here, name), around) == planned["steps"][name]:
+    if unchanged_since(planned, lambda here: files_of_step(here, name), planned["steps"][name]):
         remember(name, planned["steps"][name])
     # Where programs were left out, each one that ran has its own record.
     if name == BY_PROGRAM and LEFT_OUT not in output:
+        here, around = repository(), planned["around"]
         for package, wanted in planned["tests"].items():
             if fingerprint(here, files_of_tests(here, package, ""), around) == wanted:
                 remember(f"test-{package}", wanted)

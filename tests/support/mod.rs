@@ -611,7 +611,7 @@ fn kept_program(compiler: &str, source: &Path, options: &[OsString]) -> Option<P
     Some(folder.join(format!("{:016x}", hasher.finish())))
 }
 
-/// Hashes the files of a folder whose names end so.
+/// Hashes the name and the contents of each file in this folder that has this extension. `None` if a file cannot be read.
 fn hash_files(folder: &Path, extension: &str, hasher: &mut impl Hasher) -> Option<()> {
     let mut files = Vec::new();
     for file in std::fs::read_dir(folder).ok()? {

@@ -45,7 +45,8 @@ pub(crate) struct AccuracyRow {
     pub(crate) workload: String,
     /// Percent that was asked for.
     pub(crate) asked: u32,
-    /// The measured share; none where the machine was too busy to change the cap before the end.
+    /// The measured share. There is none in a row about a slowdown, nor where a busy machine changed the cap only after the
+    /// end.
     #[serde(flatten)]
     pub(crate) figures: Option<Figures>,
     /// From the end of `vgpu set` to the first window near what was asked, milliseconds.
