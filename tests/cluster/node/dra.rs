@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::agent::{self, Stopped};
 use crate::world::{
-    BY_CLAIMS, CONTAINERS, World, gpu_container, pod_of, run, run_of, status, within,
+    BY_CLAIMS, CONTAINERS, World, gpu_container, pod_of, run, run_of, status, within_claims,
 };
 
 const MIB: u64 = 1 << 20;
@@ -148,7 +148,7 @@ pub(crate) fn apply(world: &World, text: &str) {
 
 #[test]
 fn two_pods_share_a_gpu_by_claims_and_are_held_to_them() {
-    within(async |world| {
+    within_claims(async |world| {
         if !world.has_claims() {
             return;
         }
@@ -220,7 +220,7 @@ fn two_pods_share_a_gpu_by_claims_and_are_held_to_them() {
 
 #[test]
 fn claim_is_shared_by_containers_and_outlives_the_agent() {
-    within(async |world| {
+    within_claims(async |world| {
         if !world.has_claims() {
             return;
         }
@@ -288,7 +288,7 @@ fn claim_is_shared_by_containers_and_outlives_the_agent() {
 
 #[test]
 fn claim_of_two_pods_has_one_limit_and_outlives_the_first() {
-    within(async |world| {
+    within_claims(async |world| {
         if !world.has_claims() {
             return;
         }
@@ -333,7 +333,7 @@ fn claim_of_two_pods_has_one_limit_and_outlives_the_first() {
 
 #[test]
 fn driver_killed_while_ten_pods_start_gives_each_its_claim() {
-    within(async |world| {
+    within_claims(async |world| {
         if !world.has_claims() {
             return;
         }
@@ -361,7 +361,7 @@ fn driver_killed_while_ten_pods_start_gives_each_its_claim() {
 
 #[test]
 fn kubelet_killed_beside_a_claim() {
-    within(async |world| {
+    within_claims(async |world| {
         if !world.has_claims() {
             return;
         }
@@ -413,7 +413,7 @@ fn write_as_earlier_releases_did() {
 
 #[test]
 fn upgrade_of_the_driver_keeps_claims_of_an_earlier_release() {
-    within(async |world| {
+    within_claims(async |world| {
         if !world.has_claims() {
             return;
         }

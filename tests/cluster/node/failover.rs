@@ -87,12 +87,17 @@ fn a_hung_extender_hands_over_to_the_other_replica() {
         let pod = world.system().get(&first).await.unwrap();
         let kube_scheduler = run_of(&pod, "kube-scheduler");
 
-        kill(agent::process_of(&pod, "vgpu-scheduler"), Signal::SIGSTOP).unwrap();
+        let hung = agent::process_of(&pod, "vgpu-scheduler");
+        kill(hung, Signal::SIGSTOP).unwrap();
         a_pod_runs(world, "handed-over").await;
 
         // The kubelet has ended the kube-scheduler, or the whole of the pod by now.
         let now = world.system().get(&first).await.unwrap();
         assert_ne!(run_of(&now, "kube-scheduler"), kube_scheduler);
+        // The kubelet would wait half a minute for its end.
+        if agent::processes("vgpu-scheduler").contains(&hung) {
+            kill(hung, Signal::SIGKILL).ok();
+        }
         upgrade("scheduler.replicas=1");
         world
             .eventually("one replica is left", async || {

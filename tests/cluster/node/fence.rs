@@ -106,7 +106,7 @@ fn driver_limits_the_control_group_of_a_pod() {
 
         // The agent's own record of it, and its metrics.
         let file = agent::given("fenced")[0].directory.join("fence.json");
-        let fence: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+        let fence: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         assert_eq!(fence["devices"][0]["limit_bytes"], limit, "{fence}");
         let is_both = |line: &str| {
             line.starts_with("vgpu_container_memory_fences_info{")
@@ -145,12 +145,13 @@ fn driver_limits_the_control_group_of_a_pod() {
 
         world.remove("fenced").await;
 
-        world
-            .eventually("the group has gone with its limit", async || {
-                (!group.exists() && agent::given("fenced").is_empty()).then_some(())
-            })
-            .await;
         // The agent forgets it, and a new pod has a limit of its own.
+        world
+            .eventually(
+                "the group has gone, and the record of its limit",
+                async || (!group.exists() && !file.exists()).then_some(()),
+            )
+            .await;
         world
             .make_pod(gpu_pod("next", &share(1000), &["hold"]))
             .await;

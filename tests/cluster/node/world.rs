@@ -45,8 +45,26 @@ pub(crate) struct World {
     pub(crate) board: Board,
 }
 
-/// Runs a test on the node that the environment names, if it names one.
+/// How the node gives its GPUs when a test begins.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum GivenBy {
+    /// By the device plugin.
+    Plugin,
+    /// As the test before has left it, by the device plugin or by claims: a change takes ten seconds.
+    Either,
+}
+
+/// Runs a test on the node that the environment names, if it names one. The node's GPUs are given by the device plugin.
 pub(crate) fn within<T: AsyncFnOnce(&World)>(test: T) {
+    run_test(GivenBy::Plugin, test);
+}
+
+/// The same for a test that has GPUs given by claims as its first act (`dra::by_claims`).
+pub(crate) fn within_claims<T: AsyncFnOnce(&World)>(test: T) {
+    run_test(GivenBy::Either, test);
+}
+
+fn run_test<T: AsyncFnOnce(&World)>(given_by: GivenBy, test: T) {
     let name = std::any::type_name::<T>();
     let name = name.trim_end_matches("::{{closure}}");
     let name = name.rsplit("::").next().unwrap();
@@ -66,7 +84,10 @@ pub(crate) fn within<T: AsyncFnOnce(&World)>(test: T) {
         let world = World::enter(run.into()).await;
         // Remains of a failed test. The kubelet ends a pod with a claim only while the DRA driver answers.
         world.empty().await;
-        world.by_plugin().await;
+        world.without_claims().await;
+        if given_by == GivenBy::Plugin {
+            world.label(BY_CLAIMS, None).await;
+        }
         world.is_whole().await;
         let began = Instant::now();
         tokio::time::timeout(4 * PATIENCE, test(&world))
@@ -74,7 +95,7 @@ pub(crate) fn within<T: AsyncFnOnce(&World)>(test: T) {
             .expect("the test ends in six minutes");
         let took = began.elapsed();
         world.empty().await;
-        world.by_plugin().await;
+        world.without_claims().await;
         println!(
             "{name} took {:.1} s and {:.1} s to clear up",
             took.as_secs_f64(),
@@ -117,7 +138,9 @@ impl World {
         })
         .await;
         self.eventually("the node has GPUs to give", async || {
-            (self.slots().await? > 0).then_some(())
+            let node = self.node().await?;
+            let is_by_claims = node.metadata.labels.as_ref()?.contains_key(BY_CLAIMS);
+            (is_by_claims || slots_of(&node)? > 0).then_some(())
         })
         .await;
     }
@@ -135,8 +158,8 @@ impl World {
         self.by_cdi && self.minor >= 34
     }
 
-    /// The node's GPUs are given by the device plugin, and not by claims.
-    async fn by_plugin(&self) {
+    /// No claim of a test is left, nor a template of claims.
+    async fn without_claims(&self) {
         if self.minor < 34 {
             return;
         }
@@ -150,7 +173,11 @@ impl World {
             left.items.is_empty().then_some(())
         })
         .await;
-        self.label(BY_CLAIMS, None).await;
+    }
+
+    async fn node(&self) -> Option<KubeNode> {
+        let nodes: Api<KubeNode> = Api::all(self.client.clone());
+        nodes.get(NAME).await.ok()
     }
 
     /// Gives the node a label, or takes it away.
@@ -163,9 +190,7 @@ impl World {
 
     /// How many slots the kubelet has, sick ones left out.
     pub(crate) async fn slots(&self) -> Option<u32> {
-        let nodes: Api<KubeNode> = Api::all(self.client.clone());
-        let status = nodes.get(NAME).await.ok()?.status?;
-        status.allocatable?.get("nvidia.com/gpu")?.0.parse().ok()
+        slots_of(&self.node().await?)
     }
 
     pub(crate) fn pods(&self) -> Api<Pod> {
@@ -368,6 +393,11 @@ impl World {
     async fn asks<T>(&self, ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
         client::asked(PATIENCE, ask).await
     }
+}
+
+fn slots_of(node: &KubeNode) -> Option<u32> {
+    let allocatable = node.status.as_ref()?.allocatable.as_ref()?;
+    allocatable.get("nvidia.com/gpu")?.0.parse().ok()
 }
 
 /// A command's output, or its error.
