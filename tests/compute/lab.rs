@@ -3,13 +3,14 @@
 //! time.
 
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::mem::offset_of;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cuda_sim::clock::ClockKind;
@@ -27,7 +28,7 @@ use vgpu_abi::region::{NewDevice, Region};
 use vgpu_abi::targets::TargetsFile;
 
 use crate::boards::Board;
-use crate::support::{CONTEXT, GPU_BYTES, World, compile};
+use crate::support::{CONTEXT, GPU_BYTES, World, compiled};
 
 /// A millisecond of the board.
 pub(crate) const MS: u64 = 1_000_000;
@@ -102,6 +103,9 @@ pub(crate) struct Lab {
     exec: Exec,
     /// Whether an MPS server runs the kernels.
     mps: bool,
+    /// The program that all containers run.
+    launch: PathBuf,
+    _processor: Processor,
 }
 
 impl Lab {
@@ -132,7 +136,7 @@ impl Lab {
     }
 
     fn with(config: Config) -> Self {
-        stay_on_one_processor();
+        let processor = Processor::take();
         let config = Config {
             clock: ClockKind::Lockstep,
             ..config
@@ -153,13 +157,15 @@ impl Lab {
             "-lcuda".into(),
         ];
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("compute/launch.c");
-        compile(&source, &world.path("launch"), &options);
+        let launch = compiled(&source, &world.path(""), &options);
         // Time is stopped until a watch begins.
         exec.clock().expect_threads(u32::MAX);
         Self {
             world,
             exec,
             mps: config.mps,
+            launch,
+            _processor: processor,
         }
     }
 
@@ -209,7 +215,7 @@ impl Lab {
 
     /// Starts a program that an MPS server, if there is one, gives this part of the GPU's multiprocessors.
     fn start(&self, words: &str, env: &[(&str, OsString)], part_percent: u32) -> Program<'_> {
-        let mut program = self.world.command(self.world.path("launch")).native();
+        let mut program = self.world.command(&self.launch).native();
         for word in words.split(' ') {
             program = program.arg(word);
         }
@@ -405,24 +411,44 @@ impl Arbiter<'_> {
     }
 }
 
-/// Keeps this thread, and the programs that it starts, on one of the processors that it may use; the next test takes the
-/// next one. Of a board's threads one runs at a time, so a second processor would only make each step dearer: one
-/// processor has to wake the other.
-fn stay_on_one_processor() {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        /// Those that the thread might use at its beginning.
-        static PROCESSORS: Vec<usize> = {
-            let set = sched_getaffinity(Pid::from_raw(0)).unwrap();
-            (0..CpuSet::count()).filter(|&one| set.is_set(one).unwrap()).collect()
-        };
-    }
-    PROCESSORS.with(|processors| {
+/// The processor of a board: the one with the fewest boards among those that the thread may use. Of a board's threads one
+/// runs at a time, so a second processor would only make each step dearer: one processor has to wake the other.
+struct Processor(usize);
+
+/// How many boards each processor has. A test that fails while it holds the lock leaves the counts as they are.
+fn boards_of_processors() -> MutexGuard<'static, BTreeMap<usize, usize>> {
+    static BOARDS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+    BOARDS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Processor {
+    /// Keeps this thread, and the programs that it starts, on one processor.
+    fn take() -> Self {
+        thread_local! {
+            /// Those that the thread might use at its beginning.
+            static PROCESSORS: Vec<usize> = {
+                let set = sched_getaffinity(Pid::from_raw(0)).unwrap();
+                (0..CpuSet::count()).filter(|&one| set.is_set(one).unwrap()).collect()
+            };
+        }
+        let mut boards = boards_of_processors();
+        let count = |one: &usize| boards.get(one).copied().unwrap_or(0);
+        let quietest = PROCESSORS.with(|all| all.iter().copied().min_by_key(count));
+        let quietest = quietest.expect("the thread runs on one of them");
+        *boards.entry(quietest).or_default() += 1;
         let mut set = CpuSet::new();
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        set.set(processors[next % processors.len()]).unwrap();
+        set.set(quietest).unwrap();
         sched_setaffinity(Pid::from_raw(0), &set).unwrap();
-    });
+        Self(quietest)
+    }
+}
+
+impl Drop for Processor {
+    fn drop(&mut self) {
+        if let Some(count) = boards_of_processors().get_mut(&self.0) {
+            *count -= 1;
+        }
+    }
 }
 
 /// The library that cargo built next to this test, which reads the board's clock; never a shipped one.

@@ -6,12 +6,14 @@
     reason = "each test program uses the part of it that it needs"
 )]
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::hash::{Hash, Hasher};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Mutex;
 
 use cuda_sim::{Board, Config};
 use tempfile::TempDir;
@@ -565,9 +567,28 @@ pub(crate) fn compile(source: &Path, to: &Path, options: &[OsString]) {
 /// Compiles one file with a compiler of that name. What was compiled before, of the same files with the same options, is
 /// copied: hundreds of tests run the same few programs.
 pub(crate) fn compile_with(compiler: &str, source: &Path, to: &Path, options: &[OsString]) {
-    let Some(kept) = kept_program(compiler, source, options) else {
+    let Some(kept) = compiled_and_kept(compiler, source, options) else {
         return compile_anew(compiler, source, to, options);
     };
+    // Not by this process: a child that another thread forks meanwhile would hold the file open for writing, and a
+    // file that is open for writing cannot be executed.
+    let copied = Command::new("cp").arg(&kept).arg(to).status();
+    assert!(copied.is_ok_and(|status| status.success()), "cp {kept:?}");
+}
+
+/// The same for a program of C that no test changes: other tests run the same file. It is made in this folder if it cannot
+/// be kept.
+pub(crate) fn compiled(source: &Path, folder: &Path, options: &[OsString]) -> PathBuf {
+    compiled_and_kept("cc", source, options).unwrap_or_else(|| {
+        let to = folder.join(source.file_stem().expect("it is a file"));
+        compile_anew("cc", source, &to, options);
+        to
+    })
+}
+
+/// Compiles a program, if that has not been done, and returns where it is kept.
+fn compiled_and_kept(compiler: &str, source: &Path, options: &[OsString]) -> Option<PathBuf> {
+    let kept = kept_program(compiler, source, options)?;
     if !kept.exists() {
         // Another test may be compiling the same program: each writes a file of its own.
         let own = tempfile::tempdir_in(kept.parent().expect("it lies in a folder")).unwrap();
@@ -575,17 +596,25 @@ pub(crate) fn compile_with(compiler: &str, source: &Path, to: &Path, options: &[
         compile_anew(compiler, source, &program, options);
         std::fs::rename(&program, &kept).unwrap();
     }
-    // Not by this process: a child that another thread forks meanwhile would hold the file open for writing, and a
-    // file that is open for writing cannot be executed.
-    let copied = Command::new("cp").arg(&kept).arg(to).status();
-    assert!(copied.is_ok_and(|status| status.success()), "cp {kept:?}");
+    Some(kept)
+}
+
+/// What a compiler says of itself. `None` if it cannot be started.
+fn version_of(compiler: &str) -> Option<Vec<u8>> {
+    static VERSIONS: Mutex<BTreeMap<String, Vec<u8>>> = Mutex::new(BTreeMap::new());
+    let mut versions = VERSIONS.lock().unwrap();
+    if let Some(known) = versions.get(compiler) {
+        return Some(known.clone());
+    }
+    let output = Command::new(compiler).arg("--version").output().ok()?;
+    versions.insert(compiler.to_owned(), output.stdout.clone());
+    Some(output.stdout)
 }
 
 /// Where a program is kept: the name says all that it is made of. `None` if a file cannot be read.
 fn kept_program(compiler: &str, source: &Path, options: &[OsString]) -> Option<PathBuf> {
     let mut hasher = std::hash::DefaultHasher::new();
-    let version = Command::new(compiler).arg("--version").output().ok()?;
-    (compiler, version.stdout, source).hash(&mut hasher);
+    (compiler, version_of(compiler)?, source).hash(&mut hasher);
     let preload = Path::new(env!("CARGO_MANIFEST_DIR")).join("preload");
     std::fs::read(source).ok()?.hash(&mut hasher);
     hash_files(&preload, "h", &mut hasher)?;
