@@ -69,7 +69,8 @@ def programs():
     (folder / "link").symlink_to("a.txt")
     shutil.copy2(shutil.which("env"), folder / "bin/env")
     return ["--bin", f"{shutil.which('sh')}:/usr/bin/sh", "--tree", f"{folder}:/opt/tree", "--exclude", "cache", "--link", "/usr/bin/dash=sh",
-            "--dir", "/var/lib/thing:0700", "--text", "/etc/motd=one\\ntwo", "--entry", "/usr/bin/sh", "--cmd=-c", "--env", "A=b=c", "--user", "65534"]
+            "--dir", "/var/lib/thing:0700", "--text", "/etc/motd=one\\ntwo", "--entry", "/usr/bin/sh", "--cmd=-c", "--env", "A=b=c", "--user", "65534",
+            "--stop-signal", "SIGKILL"]
 
 
 def an_image_is_whole_and_the_same_twice():
@@ -81,6 +82,7 @@ def an_image_is_whole_and_the_same_twice():
     need(entry["annotations"]["io.containerd.image.name"] == "localhost/trial:1", f"{entry}")
     need(config["config"]["Entrypoint"] == ["/usr/bin/sh"] and config["config"]["User"] == "65534", f"{config['config']}")
     need("A=b=c" in config["config"]["Env"], f"{config['config']['Env']}")
+    need(config["config"]["StopSignal"] == "SIGKILL", f"{config['config']}")
     need(files["/opt/tree/a.txt"].mode == 0o640 and files["/opt/tree/a.txt"].content == b"hello\n", "a file's mode or content")
     need(files["/opt/tree/link"].linkname == "a.txt" and files["/usr/bin/dash"].linkname == "sh", "links")
     need("/opt/tree/cache/unwanted" not in files, "--exclude let it in")
@@ -101,6 +103,7 @@ def an_image_can_stand_on_another():
     config, files, _ = unpack(WORK / "top.tar")
     need(len(config["rootfs"]["diff_ids"]) == 2 and "/etc/top" in files, "layers")
     need(not any(path.endswith("/sh") for path in files), "--libraries-of took the program, too")
+    need("StopSignal" not in config["config"], "a stop signal that nothing asked for")
 
 
 def an_index_has_each_processors_image_as_it_was():
