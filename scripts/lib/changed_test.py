@@ -89,6 +89,11 @@ class Inputs(unittest.TestCase):
         self.assertLessEqual({*more, "vgpu/src/main.rs", "low/src/lib.rs", "scripts/lib/shared.py"}, found)
         self.assertFalse({"vgpu/tests/all.rs", "low/tests/all.rs", "scripts/lib/page-check", "docs/other.md"} & found)
 
+    def test_nodes_read_the_library_and_clusters_without_containers_do_not(self):
+        library = {"other/vgpu-core/src/lib.rs": ""}
+        self.assertLessEqual(set(library), files_of_step(repository(**library), "node"))
+        self.assertFalse(set(library) & files_of_step(repository(**library), "cluster"))
+
     def test_unit_tests_of_a_package_are_read_where_it_is_tested(self):
         units = {"low/src/rules/tests.rs": "", "low/src/rules/tests/more.rs": "", "low/src/testsuite.rs": ""}
         self.assertEqual(set(units) & files_of_tests(repository(**units), "low", ""), set(units))
