@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -142,6 +143,20 @@ impl Listener {
             io::ErrorKind::PermissionDenied => BindError::Denied { address },
             io::ErrorKind::AddrNotAvailable => BindError::NoSuchAddress { address },
             _ => BindError::System { address, error },
+        })
+    }
+
+    /// Another handle of the same socket. As long as one of the two lives, no other program gets the port, and connections
+    /// wait in the queue that both have.
+    ///
+    /// # Errors
+    ///
+    /// The process has no file descriptor left.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        let descriptor = self.listener.as_fd().try_clone_to_owned()?;
+        Ok(Self {
+            listener: TcpListener::from_std(descriptor.into())?,
+            address: self.address,
         })
     }
 

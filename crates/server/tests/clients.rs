@@ -130,6 +130,30 @@ async fn a_taken_port_is_named_with_how_to_find_its_owner() {
 }
 
 #[tokio::test]
+async fn a_second_handle_keeps_the_port_when_the_first_server_has_stopped() {
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap())
+        .await
+        .unwrap();
+    let address = listener.address();
+    let kept = listener.try_clone().unwrap();
+    let router = Router::new().route("/", get(async || "served"));
+
+    listener
+        .serve(router.clone(), Manners::default(), std::future::ready(()))
+        .await;
+
+    let refused = Listener::bind(address).await.unwrap_err();
+    assert!(matches!(refused, BindError::InUse { .. }), "{refused}");
+    // A connection that comes before there is another server waits for it.
+    let mut early = TcpStream::connect(address).await.unwrap();
+    let asked = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+    early.write_all(asked).await.unwrap();
+    tokio::spawn(kept.serve(router, Manners::default(), std::future::pending::<()>()));
+    let answer = read_all(&mut early).await;
+    assert!(answer.ends_with("served"), "{answer}");
+}
+
+#[tokio::test]
 async fn a_head_that_never_ends_is_cut_off() {
     let served = plain(quick()).await;
     let mut stream = served.connect().await;

@@ -253,11 +253,12 @@ pub(crate) async fn alone(
     if let Some(lock) = lock::at_once(state, name)? {
         return Ok(Some((listener, lock)));
     }
-    let address = listener.address();
-    let Some(lock) = lock::serving_meanwhile(state, name, listener, stop).await? else {
-        return Ok(None);
-    };
-    Ok(Some((Listener::bind(address).await?, lock)))
+    // The port stays ours between the two servers.
+    let kept = listener
+        .try_clone()
+        .context("cannot keep the port of --metrics-addr")?;
+    let lock = lock::serving_meanwhile(state, name, listener, stop).await?;
+    Ok(lock.map(|lock| (kept, lock)))
 }
 
 /// The speeds of NVIDIA's models in the exchange table: the configured one, else the built-in one.
