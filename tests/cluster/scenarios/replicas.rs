@@ -205,7 +205,7 @@ fn a_kube_scheduler_whose_extender_hangs_gives_up_its_lease() {
         // The probe of the healthy replica is carried out meanwhile: more often than would end it.
         tokio::select! {
             is_ended = probe.ends(&first) => assert!(is_ended, "kube-scheduler lives on"),
-            is_ended = probe.ends(&second) => panic!("a healthy replica: {is_ended} that its probe ends it"),
+            is_ended = probe.ends(&second) => panic!("the probes of the healthy replica came to an end first; it is ended: {is_ended}"),
         }
         first.kube_scheduler.terminate();
 
