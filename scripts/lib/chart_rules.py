@@ -68,7 +68,7 @@ RBAC = {
         ("hcs.io", "computenodes/status computetopologies/status", "update", False),
         # Only with dra.enabled.
         ("resource.k8s.io", "resourceclaims", "get", False),
-        ("resource.k8s.io", "resourceslices", "list create update delete", False),
+        ("resource.k8s.io", "resourceslices", "list watch create update delete", False),
     ),
     ("Role", "monitor"): rights(("coordination.k8s.io", "leases", "create patch", False)),
 }

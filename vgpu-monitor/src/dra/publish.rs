@@ -1,5 +1,6 @@
-//! Keeps this node's ResourceSlices as they should be: when a GPU changes, when its health does, and when another client
-//! has changed or deleted one. Never decides what they say: `slices` does.
+//! Keeps this node's ResourceSlices as they should be: when a GPU changes, when its health does, when another program
+//! makes or removes a MIG instance, and when another client has changed or deleted a slice. Never decides what the slices
+//! say: `slices` does.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,22 +12,28 @@ use k8s_openapi::api::resource::v1::{ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use sha2::Digest as _;
-use tokio::sync::watch;
-use tokio::task::spawn_blocking;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::error::Elapsed;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::metrics::Metrics;
 use super::slices::{self, Dropped, NodeFacts, Offer, OtherDevice, Others};
 use super::{DRIVER, is_claims};
 use crate::delivery::Delivery;
-use crate::inventory::mig::{Mig, OtherInstance};
+use crate::follow::{Told, follow};
+use crate::inventory::mig::{Mig, MigError, OtherInstance};
 use crate::node_gpus::{Healths, Inventories, Inventory};
 
-/// The slices are looked at again after this, in case another client has changed them.
+/// The slices are listed again after this while the API server lets nothing watch them or drops a part of them.
 const AGAIN: Duration = Duration::from_secs(30);
-/// The first pause after a failure, and the longest.
-const FIRST: Duration = Duration::from_secs(1);
+/// The slices are listed again after this while they are watched.
+const WATCHED_AGAIN: Duration = Duration::from_secs(300);
+/// Other programs' MIG instances are asked for again after this. The driver tells no program of them.
+const INSTANCES_AGAIN: Duration = Duration::from_secs(5);
+/// The watch ends a wait after this at the earliest. The pause doubles with each failure and each write, up to `AGAIN`:
+/// another client may undo each write.
+const PAUSE: Duration = Duration::from_millis(500);
 /// Longest wait for one answer.
 const ONE: Duration = Duration::from_secs(10);
 /// How long a driver is asked for MIG instances: one that hangs may not delay the taint of its GPU.
@@ -92,6 +99,93 @@ pub enum PublishError {
     Late(#[from] Elapsed),
 }
 
+/// Why the MIG instances of other programs are not known.
+#[derive(Debug, thiserror::Error)]
+enum InstancesError {
+    /// The driver refuses, or is still at an earlier question.
+    #[error(transparent)]
+    Driver(#[from] MigError),
+    /// The driver hangs.
+    #[error("no answer within {INSTANCES:?}")]
+    Late(#[from] Elapsed),
+    /// A fault of this program.
+    #[error("the thread that asks the driver has ended: {0}")]
+    Thread(#[from] JoinError),
+}
+
+/// What a look at the slices has found and done.
+#[derive(Debug, Clone, Copy)]
+struct Publication {
+    /// Whether they were not as they should be.
+    has_written: bool,
+    /// Whether only changes that are heard of can change them. Not while the API server drops a part of them (a feature gate
+    /// is off), while containers of the device plugin use a GPU, or while the driver does not name the MIG instances.
+    is_settled: bool,
+}
+
+/// How long to wait after a look.
+#[derive(Debug, Clone, Copy)]
+struct Wait {
+    /// The watch ends the wait no earlier.
+    pause: Duration,
+    /// Whether the look has failed. The watch does not end the wait then: each failure may have begun with a write.
+    has_failed: bool,
+    /// As [`Publication::is_settled`].
+    is_settled: bool,
+}
+
+impl Wait {
+    /// How long, if no change is heard of.
+    fn longest(self, is_watched: bool) -> Duration {
+        if self.has_failed {
+            self.pause
+        } else if is_watched && self.is_settled {
+            WATCHED_AGAIN
+        } else {
+            AGAIN
+        }
+    }
+}
+
+/// The pause after a look, given the one before it. It grows as long as the slices are not as they should be.
+fn pause_after(before: Duration, looked: &Result<Publication, PublishError>) -> Duration {
+    match looked {
+        Ok(looked) if !looked.has_written => PAUSE,
+        _ => (before * 2).min(AGAIN),
+    }
+}
+
+/// The watch of this node's slices, of all drivers.
+struct WatchedSlices {
+    told: mpsc::Receiver<Told<ResourceSlice>>,
+    /// Whether changes are heard of. At the start they are: the first message is all slices or says why not.
+    stands: bool,
+}
+
+impl WatchedSlices {
+    fn start(client: &kube::Client, of_node: &str) -> Self {
+        let told = follow(client.clone(), Api::all(client.clone()), of_node);
+        Self { told, stands: true }
+    }
+
+    /// Waits for the next message. True: the slices may have changed. False: the watch is down.
+    async fn heard(&mut self) -> bool {
+        let why = match self.told.recv().await {
+            Some(Told::Down(why)) => why,
+            Some(_) => {
+                self.stands = true;
+                return true;
+            }
+            // It ends with this receiver alone.
+            None => std::future::pending().await,
+        };
+        if std::mem::take(&mut self.stands) {
+            tracing::warn!(%why, "the ResourceSlices of this node are not watched: they are listed every {AGAIN:?}");
+        }
+        false
+    }
+}
+
 /// The changes to make to slices.
 #[derive(Debug, Clone, PartialEq)]
 struct Plan {
@@ -153,34 +247,69 @@ fn slice_name(node: &str, at: usize) -> String {
 impl Publisher {
     /// Publishes for as long as the task lives.
     pub async fn run(mut self) {
-        let mut pause = FIRST;
+        let mut watched = WatchedSlices::start(&self.client, &self.of_node());
+        let mut pause = PAUSE;
         loop {
-            let done = self.once().await;
-            let wait = match &done {
-                Ok(()) => {
-                    pause = FIRST;
-                    AGAIN
-                }
-                Err(why) => {
-                    if matches!(why, PublishError::DropsSharing) {
-                        self.metrics.devices(0);
-                    }
-                    tracing::warn!(%why, "the ResourceSlices of this node are not published");
-                    pause = (pause * 2).min(AGAIN);
-                    pause
-                }
+            let looked = self.once().await;
+            pause = pause_after(pause, &looked);
+            let wait = Wait {
+                pause,
+                has_failed: looked.is_err(),
+                is_settled: looked.as_ref().is_ok_and(|looked| looked.is_settled),
             };
-            self.published.send_replace(Some(done));
-            tokio::select! {
-                () = sleep(wait) => {}
-                changed = self.inventories.changed() => if changed.is_err() { return },
-                changed = self.healths.changed() => if changed.is_err() { return },
-                changed = self.facts.changed() => if changed.is_err() { sleep(wait).await },
+            if let Err(why) = &looked {
+                if matches!(why, PublishError::DropsSharing) {
+                    self.metrics.devices(0);
+                }
+                tracing::warn!(%why, "the ResourceSlices of this node are not published");
+            }
+            self.published.send_replace(Some(looked.map(drop)));
+            if !self.until_changed(&mut watched, wait).await {
+                return;
             }
         }
     }
 
-    async fn once(&mut self) -> Result<(), PublishError> {
+    /// Waits until the slices have to be looked at again. False: the agent ends.
+    async fn until_changed(&mut self, watched: &mut WatchedSlices, wait: Wait) -> bool {
+        let now = Instant::now();
+        let mut due = now + wait.longest(watched.stands);
+        loop {
+            tokio::select! {
+                () = sleep_until(due) => return true,
+                changed = self.inventories.changed() => return changed.is_ok(),
+                changed = self.healths.changed() => return changed.is_ok(),
+                changed = self.facts.changed() => {
+                    if changed.is_err() {
+                        sleep(AGAIN).await;
+                    }
+                    return true;
+                }
+                stands = watched.heard() => {
+                    if !stands {
+                        due = due.min(now + wait.longest(false));
+                    } else if !wait.has_failed {
+                        due = due.min(now + wait.pause);
+                    }
+                }
+                () = sleep(INSTANCES_AGAIN), if wait.is_settled => {
+                    let inventory = self.inventories.borrow().clone();
+                    let Some(inventory) = inventory else { continue };
+                    // No answer is told by the next look at the slices.
+                    if self.instances(&inventory).await.is_ok_and(|found| found != self.foreign) {
+                        return true;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The field selector of this node's slices, of all drivers.
+    fn of_node(&self) -> String {
+        format!("spec.nodeName={}", self.node)
+    }
+
+    async fn once(&mut self) -> Result<Publication, PublishError> {
         let Some(inventory) = self.inventories.borrow_and_update().clone() else {
             return Err(PublishError::NotRead);
         };
@@ -188,10 +317,8 @@ impl Publisher {
         let facts = self.facts.borrow_and_update().clone();
         let taken: BTreeSet<String> = self.delivery.gpus_but(is_claims);
         let api: Api<ResourceSlice> = Api::all(self.client.clone());
-        let of = format!("spec.nodeName={}", self.node);
-        let there = timeout(ONE, api.list(&ListParams::default().fields(&of)))
-            .await??
-            .items;
+        let of_node = ListParams::default().fields(&self.of_node());
+        let there = timeout(ONE, api.list(&of_node)).await??.items;
         let others = slices::others(&there, &inventory);
         self.tell_others(&others);
         self.others = others;
@@ -224,42 +351,44 @@ impl Publisher {
                 wanted = slices::slices(&offer);
             }
         }
-        let without_counters = !offer.counters;
-        self.tell_counters(without_counters);
+        let (taints, counters) = (offer.taints, offer.counters);
+        self.tell_counters(!counters);
         let count = wanted
             .iter()
             .flat_map(|spec| &spec.devices)
             .flatten()
             .count();
-        if let Some(plan) = plan(&self.node, &there, wanted) {
+        let plan = plan(&self.node, &there, wanted);
+        let has_written = plan.is_some();
+        if let Some(plan) = plan {
             self.carry_out(&api, plan).await?;
             tracing::info!(devices = count, "published the ResourceSlices of this node");
         }
         self.metrics.devices(count);
-        Ok(())
+        Ok(Publication {
+            has_written,
+            is_settled: taints && counters && taken.is_empty() && !self.unknown_instances,
+        })
     }
 
-    /// Asks which MIG instances other programs have made: the scheduler must give none that overlaps one of them. While the
-    /// driver does not say, the last answer holds.
-    async fn look_at_instances(&mut self, inventory: &Inventory) {
+    /// The MIG instances that other programs have made, or why the driver does not say.
+    async fn instances(&self, inventory: &Inventory) -> Result<Vec<OtherInstance>, InstancesError> {
         let cut = inventory.gpus.iter().filter(|gpu| gpu.device.is_mig());
         let cut: Vec<String> = cut.map(|gpu| gpu.device.id.clone()).collect();
         if cut.is_empty() {
-            self.foreign.clear();
-            return;
+            return Ok(Vec::new());
         }
         let mig = self.mig.clone();
         let asked = timeout(INSTANCES, spawn_blocking(move || mig.others(cut)));
-        let found = match asked.await {
-            Ok(Ok(Ok(found))) => found,
-            Ok(Ok(Err(error))) => return self.tell_unknown(&error.to_string()),
-            Ok(Err(error)) => {
-                tracing::error!(%error, "the thread that asks for MIG instances has ended");
-                return;
-            }
-            Err(_elapsed) => {
-                return self.tell_unknown(&format!("no answer within {INSTANCES:?}"));
-            }
+        Ok(asked.await???)
+    }
+
+    /// Learns which MIG instances other programs have made: the scheduler must give none that overlaps one of them. While
+    /// the driver does not say, the last answer holds.
+    async fn look_at_instances(&mut self, inventory: &Inventory) {
+        let found = match self.instances(inventory).await {
+            Ok(found) => found,
+            Err(reason) => return self.tell_unknown(&reason),
         };
         self.unknown_instances = false;
         for other in found.iter().filter(|it| !self.foreign.contains(it)) {
@@ -274,10 +403,10 @@ impl Publisher {
     }
 
     /// Says once that the driver does not name the MIG instances.
-    fn tell_unknown(&mut self, reason: &str) {
+    fn tell_unknown(&mut self, reason: &InstancesError) {
         if !std::mem::replace(&mut self.unknown_instances, true) {
             tracing::warn!(
-                reason,
+                %reason,
                 "the MIG instances of other programs are not known: the last answer holds"
             );
         }
@@ -534,8 +663,8 @@ mod tests {
             .collect()
     }
 
-    #[tokio::test]
-    async fn gpu_of_another_driver_is_left_out_until_that_lets_it_go() {
+    /// A cluster with one node and the definition.
+    fn cluster() -> embedded_cluster::Cluster {
         let cluster = embedded_cluster::Cluster::default();
         let definition: serde_json::Value = serde_json::from_str(DEFINITION).unwrap();
         cluster
@@ -543,32 +672,32 @@ mod tests {
                 "customResourceDefinitions": [definition], "nodes": [{"metadata": {"name": "n1"}}],
             }))
             .unwrap();
-        let client = kube::Client::new(cluster.router(), "default");
-        let api: Api<ResourceSlice> = Api::all(client.clone());
-        let node = NodeDir::new();
-        let delivery = Arc::new(node.delivery(Manner::Claim));
+        cluster
+    }
+
+    /// The publisher of a node's two GPUs, to which nothing happens.
+    fn publisher(client: &kube::Client, node: &NodeDir, metrics: &Metrics) -> Publisher {
         let (_, facts) = watch::channel(Arc::default());
-        let metrics = Metrics::new("n1");
-        let state = node.path("var/lib/vgpu");
-        let mut publisher = Publisher {
+        Publisher {
             node: String::from("n1"),
-            client,
-            delivery,
+            client: client.clone(),
+            delivery: Arc::new(node.delivery(Manner::Claim)),
             inventories: node.settings(Manner::Claim).gpus,
             healths: watch::Sender::default().subscribe(),
             facts,
             metrics: metrics.clone(),
             events: Events::silent(),
             others: Others::new(),
-            mig: Mig::start(&state, None).unwrap(),
+            mig: Mig::start(&node.path("var/lib/vgpu"), None).unwrap(),
             foreign: Vec::new(),
             unknown_instances: false,
             without_counters: false,
             published: watch::Sender::default(),
-        };
-        publisher.once().await.unwrap();
-        assert_eq!(offered(&api).await, GPUS);
+        }
+    }
 
+    /// A slice in which another driver publishes the second of the node's GPUs.
+    fn slice_of_another_driver() -> ResourceSlice {
         let mut other = there("n1-gpu.nvidia.com", spec(&["gpu-1"], 1));
         other.metadata.resource_version = None;
         other.spec.driver = String::from("gpu.nvidia.com");
@@ -579,6 +708,21 @@ mod tests {
         };
         other.spec.devices.as_mut().unwrap()[0].attributes =
             Some(BTreeMap::from([(String::from("uuid"), uuid)]));
+        other
+    }
+
+    #[tokio::test]
+    async fn gpu_of_another_driver_is_left_out_until_that_lets_it_go() {
+        let cluster = cluster();
+        let client = kube::Client::new(cluster.router(), "default");
+        let api: Api<ResourceSlice> = Api::all(client.clone());
+        let node = NodeDir::new();
+        let metrics = Metrics::new("n1");
+        let mut publisher = publisher(&client, &node, &metrics);
+        publisher.once().await.unwrap();
+        assert_eq!(offered(&api).await, GPUS);
+
+        let other = slice_of_another_driver();
         api.create(&PostParams::default(), &other).await.unwrap();
         publisher.once().await.unwrap();
 
@@ -601,5 +745,90 @@ mod tests {
 
         assert_eq!(offered(&api).await, GPUS);
         assert!(!series(&metrics).contains("gpu.nvidia.com"));
+    }
+
+    /// Waits until our slices offer these GPUs. Without a watch that is so after `AGAIN` at the earliest.
+    async fn until_offered(api: &Api<ResourceSlice>, gpus: &[&str]) {
+        let wait = async {
+            while offered(api).await != gpus {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(AGAIN * 2 / 3, wait)
+            .await
+            .unwrap_or_else(|_| panic!("{gpus:?} are not offered"));
+    }
+
+    #[tokio::test]
+    async fn what_other_clients_do_to_the_slices_is_seen_at_once() {
+        let cluster = cluster();
+        let client = kube::Client::new(cluster.router(), "default");
+        let api: Api<ResourceSlice> = Api::all(client.clone());
+        let node = NodeDir::new();
+        let (facts_of, facts) = watch::channel(Arc::default());
+        let (healths_of, healths) = watch::channel(Arc::default());
+        let publishing = tokio::spawn(
+            Publisher {
+                facts,
+                healths,
+                ..publisher(&client, &node, &Metrics::new("n1"))
+            }
+            .run(),
+        );
+        until_offered(&api, &GPUS).await;
+
+        delete(&api, &slice_name("n1", 0)).await.unwrap();
+        until_offered(&api, &GPUS).await;
+
+        let other = slice_of_another_driver();
+        api.create(&PostParams::default(), &other).await.unwrap();
+        until_offered(&api, &GPUS[..1]).await;
+
+        publishing.abort();
+        drop((facts_of, healths_of));
+    }
+
+    #[test]
+    fn slices_are_listed_rarely_only_while_all_changes_are_heard_of() {
+        let settled = Wait {
+            pause: PAUSE,
+            has_failed: false,
+            is_settled: true,
+        };
+
+        assert_eq!(settled.longest(true), WATCHED_AGAIN);
+        assert_eq!(settled.longest(false), AGAIN);
+        let unsettled = Wait {
+            is_settled: false,
+            ..settled
+        };
+        assert_eq!(unsettled.longest(true), AGAIN);
+        let failed = Wait {
+            has_failed: true,
+            ..settled
+        };
+        assert_eq!(failed.longest(true), PAUSE);
+    }
+
+    #[test]
+    fn pause_grows_while_each_look_has_to_write() {
+        let wrote = |has_written| {
+            Ok(Publication {
+                has_written,
+                is_settled: true,
+            })
+        };
+
+        let mut pause = PAUSE;
+        for seconds in [1, 2, 4, 8, 16, 30, 30] {
+            pause = pause_after(pause, &wrote(true));
+            assert_eq!(pause, Duration::from_secs(seconds));
+        }
+        assert_eq!(
+            pause_after(pause, &Err(PublishError::NotRead)),
+            AGAIN,
+            "a failure is no better"
+        );
+        assert_eq!(pause_after(pause, &wrote(false)), PAUSE);
     }
 }
