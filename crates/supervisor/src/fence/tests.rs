@@ -235,9 +235,16 @@ impl Inside {
             .spawn()
             .unwrap();
         let seen = format!("/proc/{}/root{INSIDE_LIMITS}", process.id());
+        let command = format!("/proc/{}/comm", process.id());
         let file = fs::metadata(instance.path().join(LIMITS)).unwrap().ino();
+        // The limits are there before the last mount command has ended. That is a process of its own, which sees them, too,
+        // and stays outside of the group to which a test adds this one.
+        let is_ready = || {
+            fs::metadata(&seen).is_ok_and(|seen| seen.ino() == file)
+                && fs::read_to_string(&command).is_ok_and(|name| name == "sleep\n")
+        };
         for _ in 0..1000 {
-            if fs::metadata(&seen).is_ok_and(|seen| seen.ino() == file) {
+            if is_ready() {
                 break;
             }
             std::thread::sleep(std::time::Duration::from_millis(10));
