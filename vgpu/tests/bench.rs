@@ -6,7 +6,9 @@
     reason = "a test that is wrong about its own machine has failed"
 )]
 
+use std::fs::Permissions;
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Stdio;
 
 use nix::sys::signal::{Signal, kill};
@@ -102,6 +104,36 @@ fn bench_reports_when_a_change_took_effect_and_the_slowdown() {
             .iter()
             .any(|line| line.starts_with("20 µs and 50 ms of pause") && line.ends_with('%'))
     );
+}
+
+#[test]
+fn change_that_comes_after_the_measured_time_finds_its_container() {
+    let machine = Machine::new();
+    let [program, text, slow] = ["vgpu", "text", "slow"].map(|name| machine.path(name));
+    common::copy_program(common::VGPU.as_ref(), &program);
+    let script = format!(
+        "#!/bin/sh\nif [ \"$1\" = set ]; then sleep 1; fi\nexec {} \"$@\"\n",
+        common::VGPU
+    );
+    std::fs::write(&text, script).unwrap();
+    common::copy_program(&text, &slow);
+    std::fs::set_permissions(&slow, Permissions::from_mode(0o755)).unwrap();
+    let mut command = machine.command(&program);
+    command.args(["bench", "accuracy", "--caps", "90", "--workload", "change"]);
+    command.args(["--time", "300ms"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let bench = command.spawn().unwrap();
+    // It knows by now where its own program is, which it starts for each change.
+    common::until("a container runs", || !machine.names().is_empty());
+    std::fs::rename(&slow, &program).unwrap();
+
+    let ended = bench.wait_with_output().unwrap();
+
+    assert_eq!(String::from_utf8_lossy(&ended.stderr), "");
+    assert!(ended.status.success());
+    let out = String::from_utf8_lossy(&ended.stdout);
+    let rows = out.lines().filter(|line| line.contains("cap changed"));
+    assert_eq!(rows.count(), 6, "{out}");
 }
 
 #[test]

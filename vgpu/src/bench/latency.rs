@@ -15,7 +15,7 @@ use anyhow::Context;
 use clap::ValueEnum;
 use workload::{Arrivals, Job, Kind, Request, Service};
 
-use super::measure::{self, BenchContainer, Observed, Setup, Under};
+use super::measure::{self, BenchContainer, LONGER, Observed, Setup, Under};
 use crate::Failure;
 use crate::args::bench::{ArrivalsName, LatencyArgs, RequestName, TrainingName};
 use figures::{LatencyResults, LatencyRow, ServiceFigures, Setting, TrainingFigures};
@@ -29,8 +29,6 @@ const QUICK_TIME: Duration = Duration::from_secs(2);
 /// The priorities of the service and of the training.
 const FIRST: u32 = 0;
 const LAST: u32 = 9;
-/// Training ends when the service has ended. This is how much longer it works at most.
-const LONGER: Duration = Duration::from_secs(3600);
 
 impl From<ArrivalsName> for Arrivals {
     fn from(name: ArrivalsName) -> Self {
