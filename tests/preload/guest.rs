@@ -6,7 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::{CONTEXT, MIB, Program, World, built, compile_with, installed, skip, source};
+use crate::support::{
+    CONTEXT, MIB, Program, World, built, compile, compile_with, installed, skip, source,
+};
 
 fn world() -> World {
     World::with_room(100 * MIB)
@@ -120,6 +122,42 @@ fn threads_may_be_in_calls_while_the_program_ends() {
         ),
         (0, 0)
     );
+}
+
+#[test]
+fn library_that_another_thread_still_loads_is_not_called() {
+    let world = World::with_room(CONTEXT + 100 * MIB);
+    let folder = world.path("sim");
+    let file = |name: &str| folder.join(name).into_os_string();
+    let shared = |more: &[OsString]| [&["-shared", "-fPIC"].map(OsString::from)[..], more].concat();
+    let part = shared(&["-DPART".into()]);
+    compile(&source("half_loaded"), &folder.join("libpart.so"), &part);
+    let nvml = shared(&[
+        "-DNVML".into(),
+        "-Wl,-soname,libnvidia-ml.so.1".into(),
+        "-Wl,--no-as-needed".into(),
+        file("libpart.so"),
+    ]);
+    std::fs::remove_file(file("libnvidia-ml.so.1")).unwrap();
+    compile(
+        &source("half_loaded"),
+        &folder.join("libnvidia-ml.so.1"),
+        &nvml,
+    );
+
+    let program = world.program("half_loaded").linked();
+    let mut killed = world.program("half_loaded").linked().arg("hold").start();
+    let mut running = program.start();
+    assert_eq!(
+        (killed.line(), running.line()),
+        ("ready 0".into(), "ready 0".into())
+    );
+    killed.kill();
+
+    assert_eq!(running.step(""), "NVML is loaded");
+
+    let ended = running.ends();
+    assert_eq!((ended.code, ended.signal), (Some(0), None));
 }
 
 #[test]

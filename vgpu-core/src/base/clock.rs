@@ -236,7 +236,7 @@ mod simulated {
     use core::ffi::{CStr, c_void};
     use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-    use crate::base::elf;
+    use crate::base::{elf, loader};
 
     static NOW: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
     static SLEEP_UNTIL: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
@@ -249,7 +249,12 @@ mod simulated {
             0 => {}
             state => return state == 1,
         }
-        let of = |name: &CStr| elf::first(|object| object.find(name));
+        let driver = elf::first(|object| object.find(c"vgpuSimNow").is_some().then_some(*object));
+        let Some(driver) = driver else {
+            return false;
+        };
+        loader::keep_loaded(&driver);
+        let of = |name: &CStr| driver.find(name);
         let (Some(now), Some(sleep), Some(has_own)) = (
             of(c"vgpuSimNow"),
             of(c"vgpuSimSleepUntil"),

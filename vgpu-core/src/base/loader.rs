@@ -82,6 +82,20 @@ pub(crate) fn load(name: &CStr, flags: c_int) -> *mut c_void {
     unsafe { real(name.as_ptr(), flags) }
 }
 
+/// Before a function of an object is called that a walk has found: waits until another thread has loaded the object, and
+/// prevents that it is unloaded. The loader lists an object as soon as it is mapped. Until its addresses are filled in (it
+/// is relocated) and its constructors have run, a call of it jumps anywhere. The thread that loads it holds a lock of the
+/// loader meanwhile, for which this call waits. An object of another namespace is not found by its name: then this does
+/// nothing.
+pub(crate) fn keep_loaded(object: &LoadedObject) {
+    if let Some(name) = object.soname() {
+        load(
+            name,
+            libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE,
+        );
+    }
+}
+
 /// Looks a name up in a library that `load` gave.
 pub(crate) fn look_up(library: *mut c_void, name: &CStr) -> *mut c_void {
     let real = DLSYM.get();

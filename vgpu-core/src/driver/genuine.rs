@@ -63,12 +63,19 @@ impl VendorLibrary {
 
     #[cold]
     fn search(&self) -> bool {
-        let found = elf::first(|object| self.is_genuine(object).then_some(*object));
-        let found = found.or_else(|| self.beneath_us());
+        let found = self.listed().or_else(|| self.beneath_us());
         if let Some(object) = found {
             self.take(&object);
         }
         found.is_some()
+    }
+
+    /// The genuine library among the loaded objects, once it is loaded.
+    fn listed(&self) -> Option<LoadedObject> {
+        let listed = || elf::first(|object| self.is_genuine(object).then_some(*object));
+        loader::keep_loaded(&listed()?);
+        // The load of another thread may have failed.
+        listed()
     }
 
     /// The path of the genuine library's file, as the loader names it.
@@ -99,7 +106,7 @@ impl VendorLibrary {
     }
 
     /// Keeps the addresses of all functions that we may call: an elder copy's where it has a hook, and
-    /// only of those that the library has.
+    /// only of those that the library has. It is loaded, and stays so ([`loader::keep_loaded`], or because we depend on it).
     fn take(&self, object: &LoadedObject) {
         let elder = elder();
         for (name, slot) in self.names.iter().zip(self.real) {
@@ -112,13 +119,6 @@ impl VendorLibrary {
         }
         // Release: a thread that sees the state sees the addresses.
         self.state.store(1, Ordering::Release);
-        // It must not be unloaded while we hold its addresses.
-        if let Some(name) = object.soname() {
-            loader::load(
-                name,
-                libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE,
-            );
-        }
     }
 
     /// Whether this address, which the loader gave for a name that this library exports, belongs to the genuine
@@ -135,6 +135,7 @@ impl VendorLibrary {
         }
         // Acquire: see `is_loaded`.
         if self.state.load(Ordering::Acquire) == 0 {
+            loader::keep_loaded(&object);
             self.take(&object);
         }
         true
