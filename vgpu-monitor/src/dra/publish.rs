@@ -168,13 +168,17 @@ impl WatchedSlices {
         Self { told, stands: true }
     }
 
-    /// Waits for the next message. True: the slices may have changed. False: the watch is down.
-    async fn heard(&mut self) -> bool {
+    /// Waits for the next message.
+    async fn heard(&mut self) -> Heard {
         let why = match self.told.recv().await {
             Some(Told::Down(why)) => why,
-            Some(_) => {
+            Some(Told::Up) => {
                 self.stands = true;
-                return true;
+                return Heard::GoesOn;
+            }
+            Some(Told::All(_) | Told::Put(_) | Told::Gone(_)) => {
+                self.stands = true;
+                return Heard::Changed;
             }
             // It ends with this receiver alone.
             None => std::future::pending().await,
@@ -182,8 +186,19 @@ impl WatchedSlices {
         if std::mem::take(&mut self.stands) {
             tracing::warn!(%why, "the ResourceSlices of this node are not watched: they are listed every {AGAIN:?}");
         }
-        false
+        Heard::Down
     }
+}
+
+/// A message of the watch.
+enum Heard {
+    /// The slices may have changed.
+    Changed,
+    /// The watch goes on where it was. A thousand agents hear this at one moment, and none lists its slices for it: what has
+    /// changed meanwhile is heard next.
+    GoesOn,
+    /// The watch is down.
+    Down,
 }
 
 /// The changes to make to slices.
@@ -285,13 +300,11 @@ impl Publisher {
                     }
                     return true;
                 }
-                stands = watched.heard() => {
-                    if !stands {
-                        due = due.min(now + wait.longest(false));
-                    } else if !wait.has_failed {
-                        due = due.min(now + wait.pause);
-                    }
-                }
+                heard = watched.heard() => match heard {
+                    Heard::Changed if !wait.has_failed => due = due.min(now + wait.pause),
+                    Heard::Changed | Heard::GoesOn => {}
+                    Heard::Down => due = due.min(now + wait.longest(false)),
+                },
                 () = sleep(INSTANCES_AGAIN), if wait.is_settled => {
                     let inventory = self.inventories.borrow().clone();
                     let Some(inventory) = inventory else { continue };
