@@ -23,6 +23,27 @@
     for (const topic of changed) document.body.dispatchEvent(new CustomEvent("changed-" + topic));
   };
 
+  // What a person asks for (the next page of a list, a search) comes before a refresh of the same part, whose answer would put
+  // back what was there. A refresh under way is ended. One that becomes due meanwhile follows the answer.
+  const asked = new WeakMap(); // For each part of the page, htmx's record of the last request of a person.
+  const isUnderWay = (request) => request?.status === "issuing" || request?.status === "response received";
+  document.body.addEventListener("htmx:before:request", (event) => {
+    const request = event.detail.ctx;
+    const before = asked.get(request.target);
+    if (request.sourceElement !== request.target) {
+      asked.set(request.target, request);
+      request.target.dispatchEvent(new Event("htmx:abort"));
+    } else if (isUnderWay(before)) {
+      before.refreshDue = true;
+      event.preventDefault();
+    }
+  });
+  document.body.addEventListener("htmx:after:swap", (event) => {
+    const request = event.detail.ctx;
+    if (asked.get(request.target) === request) asked.delete(request.target);
+    if (request.refreshDue) refresh(topics);
+  });
+
   const heard = () => {
     clearTimeout(silence);
     silence = setTimeout(lose, SILENCE_MS);

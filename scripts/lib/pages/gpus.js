@@ -227,6 +227,41 @@ const busy = () => {
   return `${lines.join("\n")}\n`;
 };
 
+/** A person turns a page of a list while the list is refreshed: it stays turned, whichever answer comes first. */
+const turned = async (page) => {
+  const rows = () => page.locator("#pods nav span:not(.button)").textContent();
+  const shown = (wanted) => comes(page, `#pods nav span:text-is("${wanted} of 8000")`);
+  const refresh = () => document.body.dispatchEvent(new CustomEvent("changed-gpus"));
+  const next = () => document.querySelector("#pods nav a[rel=next]").click();
+  // Answers for this page of the list come a second late.
+  const late = (number) => page.route((url) => url.pathname === "/page/part/pods" && url.searchParams.get("page") === number, async (route) => {
+    await pause(1000);
+    await route.continue().catch(() => {}); // Unless the page has given it up.
+  });
+  await page.goto(`${BASE}/page/pods?sort=unused`);
+  await late(null);
+  await page.evaluate(refresh);
+  await page.evaluate(() => {
+    window.texts = new Set();
+    new MutationObserver(() => window.texts.add(document.querySelector("#pods nav span:not(.button)").textContent))
+      .observe(document.getElementById("pods").parentElement, { childList: true, subtree: true, characterData: true });
+  });
+  await page.evaluate(next);
+  check("a page of a list is turned during a refresh", await shown("26–50"));
+  await pause(1500);
+  const texts = await page.evaluate(() => [...window.texts]);
+  check("and the late answer to the refresh does not turn it back", texts.length === 1 && (await rows()) === "26–50 of 8000", texts.join(", "));
+  let asked = 0;
+  page.on("request", (request) => { asked += Number(new URL(request.url()).searchParams.get("page") === "3"); });
+  await late("3");
+  await page.evaluate(next);
+  await page.evaluate(refresh);
+  check("a refresh that is due during a turn does not stop it", await shown("51–75"));
+  await pause(500);
+  check("and follows it", asked === 2 && (await rows()) === "51–75 of 8000", `${asked} requests`);
+  await page.unrouteAll({ behavior: "ignoreErrors" });
+};
+
 const speed = async (browser) => {
   const context = await browser.newContext({ viewport: { width: 1280, height: 900 } });
   const page = await context.newPage();
@@ -237,6 +272,7 @@ const speed = async (browser) => {
   const filters = [];
   for (const text of ["gpu-0777", "gpu-05", "pod-12", "team-3 gpu-00", "gpu-01"]) filters.push(await swapped(page, "gpus", "q", text));
   took("a filter of 8,000 GPUs", filters, INTERACTION_MS);
+  await turned(page);
   await page.goto(`${BASE}/page/pods?sort=unused`);
   took("the next page of 8,000 pods", await turns(page, "pods"), INTERACTION_MS);
   check("and its number is in the address", page.url().endsWith("page=6"), page.url());
