@@ -688,7 +688,7 @@ mod tests {
         cluster
     }
 
-    /// The publisher of a node's two GPUs, to which nothing happens.
+    /// The publisher of a node's two GPUs. The senders of their health and facts are gone.
     fn publisher(client: &kube::Client, node: &NodeDir, metrics: &Metrics) -> Publisher {
         let (_, facts) = watch::channel(Arc::default());
         Publisher {

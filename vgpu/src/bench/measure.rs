@@ -75,8 +75,8 @@ pub(crate) struct Outcome {
 
 impl Setup {
     /// Runs containers side by side for the shortest of their times, and changes the first one's cap at the given times.
-    /// A container with a longer time works until those before it have ended, and so does one whose cap changes: on a busy
-    /// machine the change may come after the end of its time.
+    /// A container with a longer time works until this function ends it, when the shortest time is over. So does the container
+    /// whose cap changes: on a busy machine, the command that changes the cap may run after the container's own time.
     pub(crate) fn run(
         &self,
         containers: &[BenchContainer],
