@@ -75,8 +75,9 @@ fn spreading_a_thousand_pods_overfills_no_gpu() {
     within(async |world| measure(world, "spread", 1000).await);
 }
 
+/// By its name it is the last one of its cluster: it takes longer to remove so many nodes than to make them.
 #[test]
-fn first_fit_after_a_start_with_five_thousand_nodes() {
+fn start_with_five_thousand_nodes_is_measured_to_its_first_fit() {
     within(async |world| {
         let names: Vec<String> = (0..5000).map(|index| format!("n{index}")).collect();
         world.make_nodes(&names, &Gpus::default()).await;
