@@ -162,16 +162,18 @@ fn many_streams_and_threads_do_not_each_get_a_first_launch() {
 #[test]
 fn a_day_passes_without_drift() {
     const HOUR: u64 = 3_600_000;
+    const CAP: u32 = 5;
     let ms = 24 * HOUR;
-    let curve = under(10, "steady ns=250000000", ms);
+    let curve = under(CAP, "steady ns=250000000", ms);
 
     let mean = curve.share(0, ms);
     let hours: Vec<f64> = (0..24)
         .map(|hour| curve.share(hour * HOUR, (hour + 1) * HOUR))
         .collect();
     println!("mean {mean:.3}, hours {hours:.3?}");
-    assert!((mean - 10.0).abs() <= 0.1, "{mean}");
-    assert!((hours[0] - hours[23]).abs() <= 0.1, "{hours:?}");
+    let within = f64::from(CAP) / 100.0;
+    assert!((mean - f64::from(CAP)).abs() <= within, "{mean}");
+    assert!((hours[0] - hours[23]).abs() <= within, "{hours:?}");
 }
 
 /// A driver's calls take time of their own, those of the library's measuring too.
