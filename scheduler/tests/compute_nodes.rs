@@ -14,7 +14,7 @@ use crate::support::{Served, node};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const PACE: NodeCheckPace = NodeCheckPace {
-    silence: Duration::from_millis(400),
+    silence: Duration::from_secs(1),
     every: Duration::from_millis(20),
 };
 
@@ -125,17 +125,25 @@ fn pair(status: &str, reason: &str) -> (String, String) {
 async fn silent_agents_are_not_connected() {
     let world = World::start(json!([])).await;
     // Its clock is years behind: that is no silence.
+    let (mut before, mut judged) = (Instant::now(), 0);
     for second in 0..8 {
+        let now = Instant::now();
         world
             .report("alive", &format!("2019-01-01T00:00:0{second}Z"))
             .await;
         if second == 0 {
             world.report("dead", "2026-01-01T00:00:00Z").await;
         }
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(Duration::from_millis(150)).await;
         let alive = world.api().get("alive").await.unwrap();
-        assert_eq!(phase(&alive), Some(Phase::Ready));
+        // A machine that held the test up for that long made the agent silent.
+        if before.elapsed() < PACE.silence {
+            assert_eq!(phase(&alive), Some(Phase::Ready));
+            judged += 1;
+        }
+        before = now;
     }
+    assert!(judged > 0, "this machine is too busy to tell");
 
     let dead = world
         .until("dead", "not ready", |it| phase(it) == Some(Phase::NotReady))
