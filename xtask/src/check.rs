@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 
 use crate::elf::{self, Dynamic};
-use crate::{codegen, crds, dist, graph, header, links, modules, product, protogen, source, types};
+use crate::{
+    codegen, crds, dist, graph, header, links, modules, product, profile, protogen, source, types,
+};
 
 /// The newest glibc that a program may need to load us.
 const GLIBC_FLOOR: (u32, u32) = (2, 17);
@@ -85,6 +87,11 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     report(
         "crates depend as docs/architecture.md draws",
         none(graph::differences(&crate::root())),
+    );
+    let profile = |folders: Vec<String>| profile::complaints(&crate::root(), &folders);
+    report(
+        "debug builds of crates with unsafe code are checked",
+        none(product::crates(&crate::root()).and_then(profile)),
     );
     match product::files(&crate::root()) {
         Err(error) => report("the source of the products can be read", Err(error)),

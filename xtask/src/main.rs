@@ -18,6 +18,7 @@ mod links;
 mod modules;
 mod overlay;
 mod product;
+mod profile;
 mod protogen;
 mod sbom;
 mod source;

@@ -94,7 +94,10 @@ fn is_for_tests(token: Option<&TokenTree>) -> bool {
 }
 
 /// The folders of the workspace's members that have source of their own, from the top of the repository.
-fn crates(root: &Path) -> anyhow::Result<Vec<String>> {
+///
+/// # Errors
+/// When Cargo.toml cannot be read.
+pub(crate) fn crates(root: &Path) -> anyhow::Result<Vec<String>> {
     let manifest =
         std::fs::read_to_string(root.join("Cargo.toml")).context("cannot read Cargo.toml")?;
     let members = manifest
