@@ -1,6 +1,6 @@
 //! A service of a higher priority beside training of a lower one: how long its requests take, and how much of the time
 //! that it leaves the training gets. Hostile ones, too. The board's clock stands still while programs compute, and the
-//! arbiter looks every 50 us of it.
+//! arbiter looks every 50 us of it, or every 100 us.
 
 use std::mem::offset_of;
 
