@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::http;
 use crate::objects::{Gpus, gpu_with, memory_by_device, name, node, pod};
-use crate::programs::{ONE, Tuning, start_extender, start_kube_scheduler};
+use crate::programs::{Handover, ONE, Tuning, start_extender, start_kube_scheduler};
 use crate::world::{SYSTEM, World, within};
 
 /// Bound pods per second once it runs: all pods wait before kube-scheduler starts.
@@ -40,7 +40,11 @@ async fn measure(world: &World, policy: &str, pods: usize) {
             .applied_objects()
     );
 
-    let kube_scheduler = start_kube_scheduler(world, ONE, Tuning::default());
+    let tuning = Tuning {
+        lease: Handover::Never,
+        ..Tuning::default()
+    };
+    let kube_scheduler = start_kube_scheduler(world, ONE, tuning);
     while seen.len() < pods {
         let pod = changes.try_next().await.unwrap().unwrap();
         if node(&pod).is_some() {
