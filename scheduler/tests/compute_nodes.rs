@@ -136,7 +136,7 @@ async fn silent_agents_are_not_connected() {
         }
         tokio::time::sleep(Duration::from_millis(150)).await;
         let alive = world.api().get("alive").await.unwrap();
-        // A machine that held the test up for that long made the agent silent.
+        // If the machine held this test up for longer than the silence, the agent was silent.
         if before.elapsed() < PACE.silence {
             assert_eq!(phase(&alive), Some(Phase::Ready));
             judged += 1;

@@ -1,5 +1,5 @@
-//! What Cargo.toml says of our crates' debug builds: each has a line of its own, and one that may have unsafe code keeps
-//! the standard library's checks of it. Reads no source beside the roots of crates.
+//! The settings of our crates' debug builds in Cargo.toml: each crate has a line of its own, and a crate that may have unsafe
+//! code keeps the standard library's checks of it. Of a crate's source only `lib.rs` and `main.rs` are read.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +11,8 @@ const SETTINGS: &str = "[profile.dev.package]";
 const CHECKED: &str = "debug-assertions = true";
 const SAFE: &str = "#![forbid(unsafe_code)]";
 
-/// Crates that Cargo.toml does not name, or whose checks it switches off, one sentence each.
+/// One sentence for each crate that has no line in Cargo.toml's section, and for each crate that may have unsafe code and is
+/// built without `debug-assertions`.
 ///
 /// # Errors
 /// When Cargo.toml or a crate's root cannot be read.

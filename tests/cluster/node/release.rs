@@ -22,8 +22,8 @@ pub(crate) fn helm(words: &[&str]) -> String {
     .unwrap_or_else(|error| panic!("helm {words:?}: {error}"))
 }
 
-/// Installs the chart again, with its values so far and these words of `helm upgrade`. The step `chart` compares what the chart
-/// makes with the API's schemas.
+/// Installs the chart again, with its values so far and these words of `helm upgrade`. helm does not load the API's
+/// schemas each time: the step `chart` compares the rendered chart with them.
 pub(crate) fn helm_upgrade(words: &[&str]) {
     let usual = [
         "upgrade",

@@ -196,7 +196,8 @@ pub(crate) enum Handover {
     AsInTheChart,
     /// In seconds.
     Quick,
-    /// Not while a test runs: a thousand pods keep the API server of a busy machine from answering for more than ten seconds.
+    /// Not while a test runs: on a busy machine, an API server to which a test gives a thousand pods may refuse kube-scheduler's
+    /// renewals for more than ten seconds.
     Never,
 }
 

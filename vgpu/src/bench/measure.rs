@@ -76,7 +76,7 @@ pub(crate) struct Outcome {
 impl Setup {
     /// Runs containers side by side for the shortest of their times, and changes the first one's cap at the given times.
     /// A container with a longer time works until this function ends it, when the shortest time is over. So does the container
-    /// whose cap changes: on a busy machine, the command that changes the cap may run after the container's own time.
+    /// whose cap changes: on a busy machine, the bench may change the cap later than planned, and the container must still run.
     pub(crate) fn run(
         &self,
         containers: &[BenchContainer],
