@@ -238,6 +238,9 @@ const turned = async (page) => {
     await pause(1000);
     await route.continue().catch(() => {}); // Unless the page has given it up.
   });
+  // The page hears of no change of the cluster, so that only this test refreshes it: the server's answer to its request for events
+  // never comes.
+  await page.route("**/page/events", () => {});
   await page.goto(`${BASE}/page/pods?sort=unused`);
   await late(null);
   await page.evaluate(refresh);
