@@ -289,13 +289,19 @@ impl Board {
         let magic = board.area().magic.load(Ordering::Acquire);
         let earlier_boot = magic == MAGIC && board.area().boot_id != process::boot_id();
         match config {
-            Some(config) if magic == 0 || earlier_boot => board.init(config)?,
+            Some(config) if magic == 0 || earlier_boot => {
+                // All zeros again: no process is left that is on what was there.
+                file.set_len(0)?;
+                file.set_len(size_of::<MemoryArea>() as u64)?;
+                board.init(config)?;
+            }
             _ if magic != MAGIC || board.area().version != VERSION => return Err(not_ours()),
             _ => {}
         }
         Ok(board)
     }
 
+    /// Makes the board in a file of zeros. Its tables are empty then: three megabytes are not written.
     fn init(&self, config: &Config) -> io::Result<()> {
         // SAFETY: the file has an Area's size, and the file lock keeps every other process out of
         // it until the magic is published.
@@ -328,14 +334,6 @@ impl Board {
         area.state.shared_end = 0;
         area.state.exports = 0;
         area.state.groups = [limits::Group::EMPTY; MAX_GROUPS];
-        for process in &mut area.state.processes {
-            process.generation = 0;
-            process.stage = 0;
-            process.identity = Identity::default();
-        }
-        for shared in &mut area.state.shared {
-            shared.id = 0;
-        }
         for (device, &bytes) in area.state.devices.iter_mut().zip(&config.memory_bytes) {
             *device = DeviceMemory {
                 total: bytes,
