@@ -171,9 +171,13 @@ def files_of_packages(repository, programs, tested):
         if owner in built and not file.startswith("tests/vectors/"):
             if owner in tested or not is_of_tests(file, repository.packages[owner]):
                 found.add(file)
-    for file in [file for file in found if file.endswith(".rs")]:
-        for place in repository.named(file):
-            found |= repository.below(place)
+    wanted = [file for file in found if file.endswith(".rs")]
+    while wanted:
+        for place in repository.named(wanted.pop()):
+            more = repository.below(place) - found
+            found |= more
+            # A file of another package that is built with this one names places, too.
+            wanted.extend(file for file in more if file.endswith(".rs"))
     return found
 
 

@@ -123,6 +123,11 @@ class Inputs(unittest.TestCase):
         for file in ("vgpu/src/main.rs", "docs/other.md", "tests/preload/main.rs", "README.md"):
             self.assertNotIn(file, read)
 
+    def test_files_of_another_package_that_are_built_into_tests_are_followed(self):
+        more = {"low/tests/main.rs": '#[path = "../../tests/support/mod.rs"]', "tests/support/mod.rs": '"/../tests/preload"'}
+        read = files_of_tests(repository(**more), "low", "all")
+        self.assertLessEqual({"tests/support/mod.rs", "tests/preload/main.rs"}, read)
+
     def test_tests_of_another_package_do_not_read_these_tests(self):
         self.assertNotIn("low/tests/all.rs", files_of_tests(repository(), "tests", "preload"))
 

@@ -14,7 +14,6 @@ mod support;
 
 mod checkpoint;
 mod clocks;
-mod delivery;
 mod ended;
 mod environment;
 mod external;

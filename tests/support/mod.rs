@@ -543,9 +543,14 @@ pub(crate) fn built(file: &str) -> PathBuf {
     file
 }
 
+/// The folder of the programs. Test programs of other packages are built with this file, too.
+fn preload() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/preload"))
+}
+
 /// A C or C++ file of tests/preload.
 pub(crate) fn source(name: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("preload");
+    let folder = preload();
     let file = folder.join(format!("{name}.c"));
     if file.exists() {
         file
@@ -615,9 +620,8 @@ fn version_of(compiler: &str) -> Option<Vec<u8>> {
 fn kept_program(compiler: &str, source: &Path, options: &[OsString]) -> Option<PathBuf> {
     let mut hasher = std::hash::DefaultHasher::new();
     (compiler, version_of(compiler)?, source).hash(&mut hasher);
-    let preload = Path::new(env!("CARGO_MANIFEST_DIR")).join("preload");
     std::fs::read(source).ok()?.hash(&mut hasher);
-    hash_files(&preload, "h", &mut hasher)?;
+    hash_files(preload(), "h", &mut hasher)?;
     for option in options {
         let text = option.to_str()?;
         // The text that a test has generated, in a folder of its own.
@@ -658,7 +662,7 @@ fn hash_files(folder: &Path, extension: &str, hasher: &mut impl Hasher) -> Optio
 fn compile_anew(compiler: &str, source: &Path, to: &Path, options: &[OsString]) {
     let output = Command::new(compiler)
         .args(["-O1", "-g", "-Wall", "-I"])
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("preload"))
+        .arg(preload())
         .arg(source)
         .arg("-o")
         .arg(to)

@@ -7,6 +7,7 @@
 
 mod attest;
 mod common;
+mod delivery;
 mod dra_mig;
 mod evict;
 mod exposition;
@@ -24,3 +25,7 @@ mod process;
 mod registration;
 mod requests;
 mod waiting;
+
+#[allow(clippy::print_stdout, reason = "a test that is left out says why")]
+#[path = "../../tests/support/mod.rs"]
+mod support;
