@@ -5,6 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::agent;
 use crate::world::{World, gpu_pod, share, within};
 
 /// The command, built beside the tests.
@@ -84,6 +85,12 @@ fn doctor_passes_a_healthy_node_and_names_a_missing_label() {
 
         world.label("gpu", None).await;
         let failed = failures(&["cluster"]);
+        // The next test must not take the agent that is about to end for the one that comes.
+        world
+            .eventually("the agent is gone", async || {
+                agent::processes("vgpu-monitor").is_empty().then_some(())
+            })
+            .await;
         world.label("gpu", Some("on")).await;
         assert!(
             failed
