@@ -86,7 +86,7 @@ STEPS = {
         places=("scripts/lib/engines-check", "scripts/lib/engines-inside", "scripts/lib/engines_check.py", "examples/"),
     ),
     "chart": Step(
-        programs=("vgpu-monitor", "scheduler", "webhook", "vgpu", "vgpu-core", *DRIVER, "cluster-tests"),
+        programs=("vgpu-monitor", "scheduler", "webhook"),
         places=("scripts/lib/chart-check", "scripts/lib/chart_check.py", "scripts/lib/chart_rules.py", "scripts/lib/images_check.py",
                 "scripts/cluster", "scripts/images", "charts/", "images/", "examples/", "tests/cluster/"),
     ),
