@@ -65,7 +65,7 @@ STEPS = {
     "shell": Step(places=("scripts/", ".ci/"), runs_scripts=False),
     "deny": Step(places=("deny.toml",)),
     "loom": Step(tested=("vgpu-abi",)),
-    "dist": Step(programs=("vgpu-core", "xtask")),
+    "dist": Step(programs=("vgpu-core", "xtask"), tested=("tests",)),
     "contrary": Step(tested=("tests",)),
     "shares": Step(tested=("tests",)),
     "prometheus": Step(
