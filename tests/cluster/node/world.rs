@@ -134,7 +134,9 @@ impl World {
                 pods.iter()
                     .any(|pod| name(pod).starts_with(part) && is_ready(pod))
             });
-            (is_there && pods.iter().all(is_ready)).then_some(())
+            // A pod that is being deleted is called ready for a while after its last process has ended.
+            let stays = |pod: &Pod| is_ready(pod) && pod.metadata.deletion_timestamp.is_none();
+            (is_there && pods.iter().all(stays)).then_some(())
         })
         .await;
         self.eventually("the node has GPUs to give", async || {
