@@ -290,7 +290,7 @@ impl Board {
         let earlier_boot = magic == MAGIC && board.area().boot_id != process::boot_id();
         match config {
             Some(config) if magic == 0 || earlier_boot => {
-                // All zeros again: no process is left that is on what was there.
+                // All zeros again: no process is left that used what was there.
                 file.set_len(0)?;
                 file.set_len(size_of::<MemoryArea>() as u64)?;
                 board.init(config)?;

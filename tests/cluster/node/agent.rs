@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::world::{CONTAINERS, run, run_of};
+use crate::world::{CONTAINERS, World, run, run_of};
 
 /// The share of one container, as its directory has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,6 +107,15 @@ pub(crate) fn processes(program: &str) -> Vec<Pid> {
         }
     }
     found
+}
+
+/// Waits until no process of the agent is left, after its pod has been deleted.
+pub(crate) async fn is_gone(world: &World) {
+    world
+        .eventually("the agent is gone", async || {
+            processes("vgpu-monitor").is_empty().then_some(())
+        })
+        .await;
 }
 
 /// A program of the node that was killed, and can be started as it was.

@@ -86,11 +86,7 @@ fn doctor_passes_a_healthy_node_and_names_a_missing_label() {
         world.label("gpu", None).await;
         let failed = failures(&["cluster"]);
         // The next test must not take the agent that is about to end for the one that comes.
-        world
-            .eventually("the agent is gone", async || {
-                agent::processes("vgpu-monitor").is_empty().then_some(())
-            })
-            .await;
+        agent::is_gone(world).await;
         world.label("gpu", Some("on")).await;
         assert!(
             failed

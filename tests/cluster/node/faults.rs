@@ -247,11 +247,7 @@ fn container_that_crashed_without_the_agent_runs_again_with_it() {
 
         // No node has this label: the agent's pod goes, and stays away.
         world.label("gpu", None).await;
-        world
-            .eventually("the agent is gone", async || {
-                agent::processes("vgpu-monitor").is_empty().then_some(())
-            })
-            .await;
+        agent::is_gone(world).await;
         agent::kill_container(&pod, "work");
         world
             .until("crashed", "has crashed", |pod| !is_ready(pod))

@@ -75,8 +75,8 @@ pub(crate) struct Outcome {
 
 impl Setup {
     /// Runs containers side by side for the shortest of their times, and changes the first one's cap at the given times.
-    /// A container with a longer time works until this function ends it, when the shortest time is over. So does the container
-    /// whose cap changes: on a busy machine, the bench may change the cap later than planned, and the container must still run.
+    /// A container with a longer time works until this function ends it, when the shortest time is over. The container whose cap
+    /// changes works until then, too: on a busy machine, this function may change the cap later than planned.
     pub(crate) fn run(
         &self,
         containers: &[BenchContainer],
